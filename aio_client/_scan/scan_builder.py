@@ -256,8 +256,8 @@ class ScanBuilder(ChangesBuilder):
 
         Args:
             rows: The most rows of a batch, 1 to 65,536. Default: the server's, 8,192 for rows and 16,384 for changes.
-            bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB; servers use at most 2 MiB. Default: the
-                server's, 1 MiB.
+            bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB; servers use at most 2 MiB, or
+                eight times as many if the batch has at most an eighth of their bytes. Default: the server's, 1 MiB.
 
         Raises:
             UsageError: A number is out of range.

@@ -771,7 +771,8 @@ class ChunkBounds(_message.Message):
     """The most rows, 1 to 65536. 0: the server's default (8192, and 16384 for the changelog)."""
     max_bytes: _builtins.int
     """The most bytes of stored rows, 1 KiB to 16 MiB. 0: the server's default (1 MiB). The last row of a chunk may exceed
-    it, and a row has up to 16 MiB: clients should accept messages of 40 MiB.
+    it, and a row has up to 16 MiB: clients should accept messages of 40 MiB. Rows of which a chunk has few columns may
+    exceed it eight times.
     """
     def __init__(
         self,

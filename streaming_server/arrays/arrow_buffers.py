@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Mask = npt.NDArray[np.bool_]
     Offsets = npt.NDArray[np.signedinteger]
+
+_LONG_BYTES: Final = 512
 
 
 def valid_mask(array: pa.Array) -> Mask | None:
@@ -81,6 +83,15 @@ def as_binary(array: pa.Array) -> pa.Array:
     """Returns a string or binary array as a binary array with empty values instead of nulls."""
     binary = array.cast(pa.binary())
     return pc.fill_null(binary, b"") if binary.null_count else binary
+
+
+def binary_from_values(values: list[bytes]) -> pa.Array:
+    """Returns a binary array of values. Arrow copies long ones several times, since it does not know their sum."""
+    if not values or len(values[0]) < _LONG_BYTES:
+        return pa.array(values, pa.binary())
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
+    return binary_from_ranges(pa.py_buffer(b"".join(values)), offsets)
 
 
 def binary_from_ranges(data: pa.Buffer | None, offsets: Offsets) -> pa.Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final, cast
+import tracemalloc
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -67,28 +68,44 @@ def _pandas() -> pd.DataFrame:
 
 
 def test_one_column_of_a_row_is_read_with_as_many_calls_however_many_others_there_are() -> None:
-    assert _calls_to_read_one_of(800) <= 1.5 * _calls_to_read_one_of(8)
+    assert _work_to_read_one_of(800).calls <= 1.5 * _work_to_read_one_of(8).calls
 
 
-def _calls_to_read_one_of(columns: int) -> int:
-    """Returns how many functions are called to decode one of so many texts in each of a few rows."""
+def test_one_column_of_a_row_is_read_with_as_much_memory_however_many_others_there_are() -> None:
+    assert _work_to_read_one_of(800).peak_bytes <= 1.5 * _work_to_read_one_of(8).peak_bytes
+
+
+class DecodingWork(NamedTuple):
+    """How many functions were called, and the most memory that Python and NumPy took."""
+
+    calls: int
+    peak_bytes: int
+
+
+def _work_to_read_one_of(columns: int) -> DecodingWork:
+    """Returns the work to decode one of so many texts in each of a few hundred rows."""
     names = [f"c{number}" for number in range(columns)]
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), *((name, pa.string()) for name in names)])
-    codec = RowCodec(define(schema))
-    stored = codec.encode(pa.record_batch([pa.array([1, 2]), *[pa.array(["a", "b"])] * columns], schema=codec.schema))
+    codec, keys = RowCodec(define(schema)), range(300)
+    texts = pa.array([str(key) for key in keys])
+    stored = codec.encode(pa.record_batch([pa.array(keys), *[texts] * columns], schema=codec.schema))
     decoder, calls = codec.decoder(["c7"]), 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
         nonlocal calls
         calls += event.endswith("call")
 
+    decoder.decode(stored)  # warms up
+    tracemalloc.start()
     sys.setprofile(count)
     try:
         decoded = decoder.decode(stored)
     finally:
         sys.setprofile(None)
-    assert decoded.to_pylist() == [{"c7": "a"}, {"c7": "b"}]
-    return calls
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert decoded.column(0).equals(texts)
+    return DecodingWork(calls, peak_bytes)
 
 
 def test_defaults_of_absent_columns_follow_the_given_ones() -> None:

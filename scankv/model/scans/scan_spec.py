@@ -60,7 +60,8 @@ class ScanSpec:
         limit: The most rows to return from all buckets together. None: unlimited. 0: only schema and log offsets.
         buckets: The buckets to read, each once. None: all. Empty: none, as for a shard beyond the last bucket.
         chunk_rows: The most rows of a chunk, 1 to 65,536. None: the server's default.
-        chunk_bytes: The most bytes of stored rows in a chunk, 1 KiB to 16 MiB. None: the server's default.
+        chunk_bytes: The most bytes of stored rows in a chunk, 1 KiB to 16 MiB. Eight times as many if the chunk has
+            at most an eighth of their bytes. None: the server's default.
         snapshot_id: The pinned snapshot to read. None: the live table.
         key_range: The encoded keys to read. None: all.
         reverse: Whether each bucket is read in descending key order.

@@ -37,7 +37,7 @@ class ChunkSpec:
 
     Attributes:
         rows: The most rows of a chunk.
-        bytes: The most stored bytes of a chunk, unless a single row is longer.
+        bytes: The most stored bytes of a chunk, unless a single row is longer, or `BucketCursor.prefetch` reads more.
         large: Called for each chunk: whether it may exceed about 96 KiB as sent.
     """
 

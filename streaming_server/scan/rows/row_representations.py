@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss, InvalidKey
-from streaming_server.arrays.arrow_buffers import columnless_batch
+from streaming_server.arrays.arrow_buffers import binary_from_values, columnless_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from scankv.model.keys.key_codec import KeyCodec
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
@@ -29,7 +27,7 @@ class RowRepresentation(Protocol):
     def schema(self) -> pa.Schema:
         """The schema of the batches."""
 
-    def to_array(self, rows: Sequence[bytes] | pa.Array) -> pa.Array:
+    def to_array(self, rows: list[bytes] | pa.Array) -> pa.Array:
         """Returns the result of `Cursor.next_rows` as an array."""
 
     def keys_of(self, rows: pa.Array) -> pa.Array:
@@ -59,8 +57,8 @@ class StoredRepresentation:
         """The schema of the batches."""
         return self._decoder.schema
 
-    def to_array(self, rows: Sequence[bytes]) -> pa.Array:
-        return pa.array(rows, pa.binary())
+    def to_array(self, rows: list[bytes]) -> pa.Array:
+        return binary_from_values(rows)
 
     def keys_of(self, rows: pa.Array) -> pa.Array:
         """Returns the encoded keys of rows. Raises DataLoss."""

@@ -9,8 +9,10 @@ import pyarrow as pa
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
+from streaming_server.arrays.arrow_buffers import binary_from_values
 from streaming_server.storage.cursors.range_reader import STEP_SECONDS, RangeReader, values_projection
 from streaming_server.storage.files.formats import locate
+from streaming_server.storage.rows.row_codec import RowDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,6 +30,10 @@ SHORT_SECONDS: Final = SLICE_SECONDS / 4
 """A step that has taken longer leaves the next step to another turn of the event loop."""
 _PIECE_ROWS: Final = 8192
 """The most rows that are decoded at once for `BucketCursor.prefetch`, which takes about half a millisecond."""
+_NARROW: Final = 8
+"""If a decoder returns at most one in so many stored bytes, `BucketCursor.prefetch` reads up to as many times more."""
+_NARROW_READ: Final = 2
+"""How many times more it then decodes at once, which takes less memory than decoding all columns of half of them."""
 
 
 class BucketCursor:
@@ -68,10 +74,12 @@ class BucketCursor:
         self._row_keys = codec.row_keys(keys)
         self._reader: RangeReader[bytes] | None = None
         self._open = False
-        # What `prefetch` has read of the next batch: stored rows, and a part of the decoded batch.
+        # What `prefetch` has read of the next batch: stored rows, and before these, how many rows that it has decoded.
         self._prefetching: Generator[None, None, list[bytes]] | None = None
         self._values: list[bytes] | None = None
         self._pieces: list[pa.RecordBatch] = []
+        self._decoded_rows = 0
+        self._is_narrow = False
         if key_range.is_empty:
             return
         projection = values_projection(self._key_of)
@@ -92,16 +100,19 @@ class BucketCursor:
         """Returns the next rows, at most `max_rows`; None at the end.
 
         The batch may be empty even though `last_key` has advanced. All rows but the last together take at most
-        `max_bytes` stored bytes. Raises DataLoss when a row cannot be decoded, or when the end-of-range check fails.
+        `max_bytes` stored bytes, or after `prefetch` up to eight times as many: see `_NARROW`.
+        Raises DataLoss when a row cannot be decoded, or when the end-of-range check fails.
         """
-        pieces, self._pieces = self._pieces, []
+        if self._pieces and self._values is None:
+            self._values = []
         values = self.next_rows(max_rows, max_bytes)
-        if values is None:
-            return None
-        if not pieces:
-            return self._decode(values)
-        pieces.append(self._decode(values[_PIECE_ROWS * len(pieces) :]))
-        return pa.concat_batches(pieces)
+        pieces, self._pieces = self._pieces, []
+        self._decoded_rows = 0
+        if values or not pieces:
+            if values is None:
+                return None
+            pieces.append(self._decode(values))
+        return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
     def prefetch(self, max_rows: int, max_bytes: int) -> bool | None:
         """Does a part of the work of `next_batch`, which takes about a millisecond.
@@ -118,7 +129,8 @@ class BucketCursor:
             return None
         began = time.thread_time()
         if self._values is None:
-            self._prefetching = self._prefetching or self._steps(self._reader, max_rows, max_bytes, SLICE_SECONDS)
+            left, room = max_rows - self._decoded_rows, max_bytes * (_NARROW_READ if self._is_narrow else 1)
+            self._prefetching = self._prefetching or self._steps(self._reader, left, room, SLICE_SECONDS)
             try:
                 next(self._prefetching)
             except StopIteration as done:
@@ -128,13 +140,32 @@ class BucketCursor:
                 raise
             else:
                 return False
-            if not self._values and self._reader.ended:
+            if not self._values and not self._pieces and self._reader.ended:
                 self._values = None
                 return None
-        elif len(self._values) > (start := _PIECE_ROWS * len(self._pieces)) + _PIECE_ROWS:
-            self._pieces.append(self._decode(self._values[start : start + _PIECE_ROWS]))
-        is_last_piece = len(self._values) <= _PIECE_ROWS * (len(self._pieces) + 1)
-        return is_last_piece and time.thread_time() - began < SHORT_SECONDS
+            # Decoding few columns takes much less time than reading the rows.
+            decodes = self._is_narrow and len(self._values) <= _PIECE_ROWS
+        else:
+            decodes = len(self._values) > _PIECE_ROWS
+        if decodes:
+            self._decode_piece(self._values)
+        if decodes and not self._values and self._has_room(max_rows):
+            self._values = None
+            return False
+        return len(self._values) <= _PIECE_ROWS and time.thread_time() - began < SHORT_SECONDS
+
+    def _decode_piece(self, values: list[bytes]) -> None:
+        """Decodes the next of the rows that `prefetch` has read."""
+        piece, self._values = values[:_PIECE_ROWS], values[_PIECE_ROWS:]
+        self._pieces.append(self._decode(piece))
+        self._decoded_rows += len(piece)
+        self.rows_scanned += len(piece)
+
+    def _has_room(self, max_rows: int) -> bool:
+        """Whether to read further rows for the batch of which all rows read so far are decoded."""
+        assert self._reader is not None
+        is_full = self._decoded_rows >= max_rows or _NARROW_READ * len(self._pieces) >= _NARROW
+        return self._is_narrow and not is_full and not self._reader.ended
 
     def skim(self, max_rows: int, max_bytes: int) -> int | None:
         """Reads like `next_batch`, but decodes nothing; returns how many rows it read, or None at the end.
@@ -197,9 +228,13 @@ class BucketCursor:
 
     def _decode(self, values: list[bytes]) -> pa.RecordBatch:
         try:
-            return self._decoder.decode(pa.array(values, pa.binary()))
+            stored = binary_from_values(values)
+            batch = self._decoder.decode(stored)
         except DataLoss as error:
             raise self._damage(error) from error
+        # A predicate may take milliseconds for the rows of one read.
+        self._is_narrow = isinstance(self._decoder, RowDecoder) and _NARROW * batch.nbytes <= stored.nbytes
+        return batch
 
     def _key_of(self, value: bytes) -> bytes:
         try:

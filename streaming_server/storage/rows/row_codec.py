@@ -1,7 +1,8 @@
 """Converts record batches to stored rows and back, a chunk at a time.
 
-Only this module reads and writes the row format, which `row_layout` describes. No step loops over rows: the fixed parts
-of all rows are one matrix of bytes, and each segment of all rows is one `take` (`arrow_buffers.slice_values`).
+Only this module and `fixed_parts` read and write the row format, which `row_layout` describes. No step loops over rows:
+each number of the fixed parts of all rows is one array, and each segment of all rows is one `take`
+(`arrow_buffers.slice_values`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from streaming_server.arrays.arrow_buffers import (
 )
 from streaming_server.storage.files.formats import newer_format
 from streaming_server.storage.rows.conversion import initial_values, widened
+from streaming_server.storage.rows.fixed_parts import fixed_matrix, fixed_parts
 from streaming_server.storage.rows.row_expiry import ExpirySlot
 from streaming_server.storage.rows.row_keys import RowKeys
 from streaming_server.storage.rows.shredding import assemble, shred
@@ -35,15 +37,11 @@ from streaming_server.storage.rows.shredding import assemble, shred
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.tables.columns import ColumnDefinition, Schema
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.arrays.arrow_buffers import Bytes, Mask, Offsets
-
-_HEADER_BITS = (1 << 8 * HEADER.size) - 1
-_COPY_AS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+    from streaming_server.storage.rows.fixed_parts import FixedParts
 
 
 class RowCodec:
@@ -222,21 +220,21 @@ class RowDecoder:
         lengths = np.diff(var_offsets(values))
         layout = self._layout_of_first(values)
         if len(lengths) == 0 or lengths.min() >= layout.fixed_bytes:
-            fixed = _fixed_part(values, layout.fixed_bytes)
-            if _all_have(fixed, layout.header):
-                return self._decode(layout, values, fixed, lengths)
+            fixed = fixed_parts(values, lengths, layout, len(self._columns))
+            if fixed.has_header():
+                return self._decode(layout, values, fixed)
         return self._decode_mixed(values, lengths)
 
     def decode_unexpired(self, values: pa.Array, slot: ExpirySlot, bound: int) -> pa.RecordBatch:
         """Decodes the rows that have not expired: see `ExpirySlot.unexpired`. Raises DataLoss."""
         lengths, layout = np.diff(var_offsets(values)), self._current
         if len(lengths) and lengths.min() >= layout.fixed_bytes:
-            fixed = _fixed_part(values, layout.fixed_bytes)
-            if _all_have(fixed, layout.header):
+            fixed = fixed_parts(values, lengths, layout, len(self._columns))
+            if fixed.has_header():
                 # Most often, no row of a chunk has expired, and the check costs next to nothing.
                 alive = slot.unexpired_of_current(fixed, bound)
                 if alive is None:
-                    return self._decode(layout, values, fixed, lengths)
+                    return self._decode(layout, values, fixed)
                 return self.decode(values.filter(pa.array(alive)))
         alive = slot.unexpired(values, bound)
         return self.decode(values if alive is None else values.filter(pa.array(alive)))
@@ -253,7 +251,7 @@ class RowDecoder:
         """Decodes rows of several schemas: the rows of each schema together, then restores the order of all rows."""
         if lengths.min() < HEADER.size:
             raise DataLoss(f"a stored row is damaged: {lengths.min()} bytes long")
-        headers = np.ascontiguousarray(_fixed_part(values, HEADER.size))
+        headers = np.ascontiguousarray(fixed_matrix(values, HEADER.size))
         if not (headers[:, :2] == (ROW_FORMAT, 0)).all():
             raise _unknown_format(headers[:, 0], headers[:, 1])
         schema_ids = headers[:, 2:].copy().view("<u4").reshape(-1)
@@ -267,122 +265,40 @@ class RowDecoder:
             rows, row_lengths = values.take(pa.array(index)), lengths[index]
             if row_lengths.min() < layout.fixed_bytes:
                 raise DataLoss(f"a stored row is damaged: {row_lengths.min()} bytes long")
-            pieces.append(self._decode(layout, rows, _fixed_part(rows, layout.fixed_bytes), row_lengths))
+            fixed = fixed_parts(rows, row_lengths, layout, len(self._columns))
+            pieces.append(self._decode(layout, rows, fixed))
             indices.append(index)
         if len(pieces) == 1:
             return pieces[0]
         return pa.concat_batches(pieces).take(pa.array(np.argsort(np.concatenate(indices))))
 
-    def _decode(self, layout: RowLayout, values: pa.Array, fixed: Bytes, lengths: Offsets) -> pa.RecordBatch:
-        ends = _segment_ends(layout, fixed, lengths)
-        without_nulls = _without_nulls(layout, fixed)
-        row_starts = var_offsets(values)[:-1]
-        arrays = [
-            self._column(layout, column, values, fixed, without_nulls, ends, row_starts) for column in self._columns
-        ]
+    def _decode(self, layout: RowLayout, values: pa.Array, fixed: FixedParts) -> pa.RecordBatch:
+        fixed.check_ends()
+        arrays = [self._column(layout, column, values, fixed) for column in self._columns]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        return columnless_batch(len(lengths))
+        return columnless_batch(len(values))
 
     @staticmethod
-    def _column(
-        layout: RowLayout,
-        column: ColumnDefinition,
-        values: pa.Array,
-        fixed: Bytes,
-        without_nulls: int,
-        ends: npt.NDArray[np.int32],
-        row_starts: Offsets,
-    ) -> pa.Array:
-        count = len(fixed)
+    def _column(layout: RowLayout, column: ColumnDefinition, values: pa.Array, fixed: FixedParts) -> pa.Array:
+        count = len(values)
         slot = layout.by_id.get(column.id)
         if slot is None:
             return initial_values(column, count)
-        mask = None if without_nulls >> slot.index & 1 else _get_valid(fixed, layout, slot)
+        mask = fixed.valid(slot)
         if slot.width is not None:
-            stored = fixed_array(slot.type, _slot_bytes(fixed, slot.start, slot.width), mask)
-            return widened(stored, column)
-        segments = (
-            slice_values(values, row_starts + ends[number], row_starts + ends[number + 1])
-            for number in range(slot.segment, slot.segment + slot.segments)
-        )
+            return widened(fixed_array(slot.type, fixed.values(slot), mask), column)
+        numbers = range(slot.segment, slot.segment + slot.segments)
+        segments = (slice_values(values, *fixed.segment(number)) for number in numbers)
         if pa.types.is_nested(column.type):
             return widened(assemble(slot.type, count, mask, segments), column)
         _, offsets, data = next(segments).buffers() if count else pa.array([], column.type).buffers()
         return pa.Array.from_buffers(column.type, count, [validity_buffer(mask), offsets, data])
 
 
-def _fixed_part(values: pa.Array, width: int) -> Bytes:
-    """Returns the first `width` bytes of every value as a matrix. No value may be shorter."""
-    head = pc.binary_slice(values, 0, width)
-    data = head.buffers()[2] if len(head) else None
-    return np.frombuffer(data or b"", np.uint8, count=len(head) * width).reshape(len(head), width)
-
-
-def _all_have(fixed: Bytes, header: bytes) -> bool:
-    """Whether all rows begin with this header: the AND and the OR over all rows both equal it."""
-    if len(fixed) == 0:
-        return True
-    begins = _numbers(fixed, 0, 8).copy()  # no row is shorter: bitmap and a column follow the header
-    in_all, in_any = (int(each.reduce(begins)) & _HEADER_BITS for each in (np.bitwise_and, np.bitwise_or))
-    return in_all == in_any == int.from_bytes(header, "little")
-
-
-def _numbers(fixed: Bytes, start: int, width: int) -> npt.NDArray[np.unsignedinteger]:
-    """Returns the bytes from `start` on of all rows, as one number of `width` bytes each; not contiguous."""
-    count, stride = fixed.shape
-    if count == 0:
-        return np.zeros(0, f"<u{width}")
-    return np.ndarray((count,), f"<u{width}", fixed, offset=start, strides=(stride,))
-
-
-def _slot_bytes(fixed: Bytes, start: int, width: int) -> Bytes:
-    """Returns one slot of all rows, contiguous. Copies numbers of the slot's width, which is faster than bytes."""
-    count, stride = fixed.shape
-    if count == 0:
-        return np.zeros(0, np.uint8)
-    column = np.ndarray((count,), _COPY_AS[width], fixed, offset=start, strides=(stride,))
-    return column.copy().view(np.uint8)
-
-
-def _segment_ends(layout: RowLayout, fixed: Bytes, lengths: Offsets) -> npt.NDArray[np.int32]:
-    """Returns the bounds of the segments in each row, verified: segment k is from `[k]` to `[k + 1]`."""
-    count, stride = fixed.shape
-    ends = np.empty((layout.segments + 1, count), np.int32)
-    ends[0] = layout.fixed_bytes
-    if count and layout.segments:
-        ends[1:] = np.ndarray((layout.segments, count), "<i4", fixed, layout.ends_start, (4, stride))
-    if (ends[1:] < ends[:-1]).any():
-        raise DataLoss("a stored row is damaged: its columns overlap")
-    if (ends[-1] != lengths).any():
-        raise DataLoss("a stored row is damaged: its length is not the length of its columns")
-    return ends
-
-
-def _bit(layout: RowLayout, slot: Slot) -> tuple[int, int]:
-    return layout.bitmap_start + slot.index // 8, 1 << slot.index % 8
-
-
 def _set_valid(fixed: Bytes, layout: RowLayout, slot: Slot, mask: Mask | None) -> None:
-    byte, bit = _bit(layout, slot)
-    fixed[:, byte] |= np.uint8(bit) if mask is None else np.where(mask, np.uint8(bit), np.uint8(0))
-
-
-def _get_valid(fixed: Bytes, layout: RowLayout, slot: Slot) -> Mask:
-    byte, bit = _bit(layout, slot)
-    mask: Mask = (fixed[:, byte] & bit) != 0
-    return mask
-
-
-def _without_nulls(layout: RowLayout, fixed: Bytes) -> int:
-    """Returns the columns that are null in no row, as a bit mask."""
-    bits, done = 0, 0
-    for width in (8, 4, 2, 1):  # numbers as wide as possible: single bytes would take ten times as long
-        while done + width <= layout.bitmap_bytes:
-            numbers = _numbers(fixed, layout.bitmap_start + done, width)
-            bits |= int(np.bitwise_and.reduce(numbers)) << 8 * done
-            done += width
-    return bits
+    byte, bit = layout.bitmap_start + slot.index // 8, np.uint8(1 << slot.index % 8)
+    fixed[:, byte] |= bit if mask is None else np.where(mask, bit, np.uint8(0))
 
 
 def _unknown_format(formats: np.typing.NDArray[np.uint8], flags: np.typing.NDArray[np.uint8]) -> DataLoss:

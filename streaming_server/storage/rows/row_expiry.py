@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scankv.model.rows.row_layout import HEADER
 from streaming_server.arrays.arrow_buffers import var_offsets
+from streaming_server.storage.rows.fixed_parts import PartsInPlace
 
 if TYPE_CHECKING:
-    from streaming_server.arrays.arrow_buffers import Bytes, Mask
+    from streaming_server.arrays.arrow_buffers import Mask
+    from streaming_server.storage.rows.fixed_parts import FixedParts
     from streaming_server.storage.rows.row_codec import RowCodec
 
 _FEW: Final = 64
@@ -35,7 +36,6 @@ class ExpirySlot:
         layout = codec.layout
         self._slot = layout.by_id[column_id]
         self._header = layout.header
-        self._header_number = int.from_bytes(layout.header, "little")
         self._least_bytes = layout.fixed_bytes
         self._valid_at, self._valid_bit = layout.bitmap_start + self._slot.index // 8, 1 << self._slot.index % 8
         self._width = self._slot.width or 0
@@ -51,39 +51,27 @@ class ExpirySlot:
         Raises:
             DataLoss: A row is damaged.
         """
-        count = len(values)
-        if not count:
+        if not len(values):
             return None
-        alive = self._of_current_schema(values, bound)
-        if alive is None:
-            column = self._codec.decoder((self._column,)).decode(values).column(0)
-            stored = column.view(pa.int32() if self._width == 4 else pa.int64())
-            alive = pc.fill_null(pc.greater(stored, bound), True).to_numpy(zero_copy_only=False)
+        lengths = np.diff(var_offsets(values))
+        if lengths.min() >= self._least_bytes:
+            fixed = PartsInPlace(values, lengths, self._codec.layout)
+            if fixed.has_header():
+                return self.unexpired_of_current(fixed, bound)
+        column = self._codec.decoder((self._column,)).decode(values).column(0)
+        stored = column.view(pa.int32() if self._width == 4 else pa.int64())
+        alive: Mask = pc.fill_null(pc.greater(stored, bound), True).to_numpy(zero_copy_only=False)
         return None if alive.all() else alive
 
-    def unexpired_of_current(self, fixed: Bytes, bound: int) -> Mask | None:
-        """Like `unexpired`, given the part of rows of the current schema that has a fixed length, as a matrix."""
-        count, stride = fixed.shape
-        times = np.ndarray((count,), f"<i{self._width}", fixed, offset=self._slot.start, strides=(stride,))
-        alive: Mask = times > bound
+    def unexpired_of_current(self, fixed: FixedParts, bound: int) -> Mask | None:
+        """Like `unexpired`, given the fixed parts of rows of the current schema."""
+        alive: Mask = fixed.numbers(self._slot.start, self._width).view(f"<i{self._width}") > bound
         if alive.all():
             return None
-        alive |= (fixed[:, self._valid_at] & self._valid_bit) == 0
+        valid = fixed.valid(self._slot)
+        if valid is not None:
+            alive |= ~valid
         return None if alive.all() else alive
-
-    def _of_current_schema(self, values: pa.Array, bound: int) -> Mask | None:
-        """Returns which rows have not expired; None unless all rows have the current schema."""
-        offsets = var_offsets(values)
-        if np.diff(offsets).min() < self._least_bytes:
-            return None
-        data = np.frombuffer(values.buffers()[2], np.uint8)
-        starts = offsets[:-1]
-        headers = _numbers(data, starts, 0, 8) & ((1 << 8 * HEADER.size) - 1)
-        if not (headers == self._header_number).all():
-            return None
-        alive: Mask = _numbers(data, starts, self._slot.start, self._width) > bound
-        valid = data[starts + self._valid_at] & self._valid_bit
-        return alive if valid.all() else np.logical_or(alive, valid == 0)
 
     def without_expired(self, rows: list[bytes | None], bound: int) -> list[bytes | None]:
         """Returns stored rows with None in place of those that have expired; the same list if none has.
@@ -103,9 +91,3 @@ class ExpirySlot:
         if row.startswith(self._header) and len(row) >= self._least_bytes:
             return bool(row[self._valid_at] & self._valid_bit) and self._unpack(row, self._slot.start)[0] <= bound
         return self.unexpired(pa.array([row], pa.binary()), bound) is not None
-
-
-def _numbers(data: Any, starts: Any, at: int, width: int) -> Any:  # noqa: ANN401  # NumPy arrays of several types
-    """Returns the integers of `width` bytes that rows have at a place, given where the rows start."""
-    at_all = np.ndarray((len(data) - width + 1,), f"<i{width}", data, strides=(1,))
-    return at_all[starts + at]

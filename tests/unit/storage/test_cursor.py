@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss
+from scankv.model.expressions import bind, col
 from scankv.model.keys.key_range import KeyRange
+from streaming_server.scan.row_reader import RowReader
 from streaming_server.storage.cursors import cursor as cursor_module
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.offline import OfflineBucket, opened
@@ -65,6 +67,40 @@ def test_a_batch_in_slices_is_the_same_as_at_once(
     assert sliced.prefetch(10, ROOM) is None
     for cursor in (at_once, sliced):
         cursor.close()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "filters"), [(["k"], False), (["k"], True), (["k", "w"], False)], ids=["few", "few, filtered", "all"]
+)
+def test_a_batch_of_few_columns_has_the_rows_of_several_reads(
+    offline: OfflineBucket, columns: list[str], filters: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine, a step that takes long would end the batch earlier.
+    monkeypatch.setattr(cursor_module, "STEP_SECONDS", 3600.0)
+    names = [b"x%04d" % number for number in range(2000)]
+    offline.upsert(*({"k": name, "w": "w" * 1000} for name in names))
+    where = bind(col("w") != "", offline.codec.schema) if filters else None
+    reader = RowReader.of(offline.codec, offline.keys.codec, tuple(columns), where, KeyRange())
+    key_range = KeyRange(encoded(offline, [b"x"])[0])
+    cursor = offline.bucket.cursor(offline.codec, reader.decoder, offline.keys.codec, key_range, reverse=reverse)
+    most, found, sizes = 32 * 1024, [], []
+    while cursor.prefetch(150, most) is not None:
+        while cursor.prefetch(150, most) is False:
+            pass
+        batch = cursor.next_batch(150, most)
+        assert batch is not None
+        found += batch.column("k").to_pylist()
+        sizes.append(batch.num_rows)
+        assert cursor.last_key == encoded(offline, found[-1:])[0]
+        assert cursor.rows_scanned == len(found)
+    cursor.close()
+    assert found == (names[::-1] if reverse else names)
+    first, *others, _ = sizes
+    assert first <= 32
+    # A predicate may take long for the rows of one read.
+    is_long = columns == ["k"] and not filters
+    assert all(size == 150 for size in others) if is_long else max(sizes) <= 32
 
 
 def test_a_cursor_can_be_closed_between_slices(offline: OfflineBucket, monkeypatch: pytest.MonkeyPatch) -> None:

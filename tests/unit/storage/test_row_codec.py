@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, SchemaMismatch
 from scankv.model.limits import MAX_ROW_BYTES
+from streaming_server.storage.rows import fixed_parts
 from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.examples import examples
 from tests.support.tables import define, exact_rows, exact_values
@@ -26,6 +27,8 @@ few = examples(12)
 many = examples(16)
 
 KEY = pa.field("k", pa.int32(), nullable=False)
+COPIED_AND_IN_PLACE = (fixed_parts._COPIED_BYTES, 0)
+"""With `fixed_parts._COPIED_BYTES` of 0, all decoders read the fixed parts of rows in place."""
 
 
 def codec_of(*types: pa.DataType | pa.Field) -> RowCodec:
@@ -102,12 +105,15 @@ def test_any_columns_in_any_order_are_what_they_are_among_all(data: st.DataObjec
     batch = data.draw(batches(codec.schema))
     names = data.draw(st.lists(st.sampled_from(codec.schema.names), unique=True))
     decoder = codec.decoder(names)
-    decoded = decoder.decode(codec.encode(batch))
-    decoded.validate(full=True)
-    assert decoded.num_rows == batch.num_rows
-    assert decoded.schema.equals(decoder.schema)
-    assert decoded.schema.names == names
-    assert exact_rows(decoded) == exact_rows(batch.select(names))
+    for copied_bytes in COPIED_AND_IN_PLACE:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fixed_parts, "_COPIED_BYTES", copied_bytes)
+            decoded = decoder.decode(codec.encode(batch))
+        decoded.validate(full=True)
+        assert decoded.num_rows == batch.num_rows
+        assert decoded.schema.equals(decoder.schema)
+        assert decoded.schema.names == names
+        assert exact_rows(decoded) == exact_rows(batch.select(names))
 
 
 @given(st.data())
@@ -352,8 +358,12 @@ def test_the_bytes_of_a_row_stay_what_they_are() -> None:
     )
 
 
-@pytest.mark.parametrize(("ends", "problem"), [((2, 1), "overlap"), ((-1, 2), "overlap"), ((1, 3), "length")])
-def test_a_row_whose_columns_have_other_bounds_than_its_bytes_is_damaged(ends: tuple[int, int], problem: str) -> None:
+@pytest.mark.parametrize("copied_bytes", COPIED_AND_IN_PLACE)
+@pytest.mark.parametrize(("ends", "problem"), [((3, 2), "overlap"), ((-1, 2), "overlap"), ((1, 3), "length")])
+def test_a_row_whose_columns_have_other_bounds_than_its_bytes_is_damaged(
+    ends: tuple[int, int], problem: str, copied_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_parts, "_COPIED_BYTES", copied_bytes)
     codec = codec_of(pa.string(), pa.string())
     row = bytearray(codec.encode(batch_of(codec, pa.array(["a"]), pa.array(["b"])))[0].as_py())
     fixed = len(row) - 2
