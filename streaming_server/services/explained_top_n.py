@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streaming_server.engine.snapshots.part_ids import shown_id
@@ -25,8 +24,7 @@ async def explain_top_n(tables: Tables, request: lookup_pb2.TopNRequest) -> Expl
     """
     query = bind_top_n(request, definition_of(tables, request))
     chosen = await choose_index(tables, query)
-    plan = replace(query.plan, stored_rows=True)
-    table, definition = live_table_of(tables, request), query.definition
+    table, plan, definition = live_table_of(tables, request), query.plan, query.definition
     if table is not None:
         answer = await table.reads.explain(plan)
     else:

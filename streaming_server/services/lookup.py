@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -16,8 +15,8 @@ from scankv.model.limits import MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
 from scankv.v1 import lookup_pb2
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.framing import frame_answer
+from streaming_server.scan.queries.first_rows import collector_of
 from streaming_server.scan.queries.result_cache import CachedResult, Computation
-from streaming_server.scan.queries.top_n import TopNCollector
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.explained_top_n import explain_top_n
@@ -295,9 +294,10 @@ class LookupService:
         by_index = await indexed_top_n(self._tables, self._registry, query, peer, computation)
         if by_index is not None:
             return await _indexed_answer(by_index)
-        plan = replace(query.plan, stored_rows=True)
-        async with open_complete_view(self._tables, self._registry, query.request, plan, peer, computation) as view:
-            top = TopNCollector(query.result, view.definition)
+        async with open_complete_view(
+            self._tables, self._registry, query.request, query.plan, peer, computation
+        ) as view:
+            top = collector_of(query.result, query.plan, view.definition)
             await view.read(top)
             rows_scanned = view.rows_scanned
 
@@ -306,7 +306,8 @@ class LookupService:
             return frame_answer(response, ipc_of(top.result()))
 
         cost = lookup_pb2.TopNResponse(rows_scanned=rows_scanned)
-        return CachedResult(view.version, await asyncio.to_thread(respond), cost.SerializeToString())
+        response = respond() if top.is_small else await asyncio.to_thread(respond)
+        return CachedResult(view.version, response, cost.SerializeToString())
 
 
 async def _indexed_answer(answer: IndexedAnswer) -> CachedResult:

@@ -95,7 +95,9 @@ def bind_top_n(
     spec.check(definition.schema)
     plan = _plan_of(request, (spec.by,)).bind(definition.schema)
     if _is_key_order(spec, plan, definition):
-        plan = replace(plan, ordered=True, reverse=not spec.ascending, limit=spec.n)
+        plan = replace(plan, columns=spec.columns, ordered=True, reverse=not spec.ascending, limit=spec.n)
+    else:
+        plan = replace(plan, stored_rows=True)
     return BoundQuery(request, definition, plan, spec)
 
 

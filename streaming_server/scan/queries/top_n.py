@@ -138,6 +138,11 @@ class TopNCollector:
         return self.kept_rows >= enough or self._has_too_many_bytes
 
     @property
+    def is_small(self) -> bool:
+        """Whether `result` takes about a millisecond."""
+        return self._is_quick and self._n <= _FEW
+
+    @property
     def _is_quick(self) -> bool:
         few = self.kept_rows + self._deferred_rows <= _QUICK_ROWS and len(self._deferred) <= _QUICK_BATCHES
         return few and self._kept_bytes <= _QUICK_BYTES

@@ -13,8 +13,8 @@ from scankv.v1 import lookup_pb2, worker_pb2
 from streaming_server.engine.bucket.call_point import CURRENT_POINT, check_point
 from streaming_server.engine.bucket.holds import open_again
 from streaming_server.engine.bucket.locking import lock_buckets
+from streaming_server.scan.queries.first_rows import collector_of
 from streaming_server.scan.queries.result_cache import CachedResult, Computation
-from streaming_server.scan.queries.top_n import TopNCollector
 from streaming_server.services.indexed_top_n import indexed_top_n
 from streaming_server.services.isolation import reads_latest
 from streaming_server.services.lookup import query_digest
@@ -198,10 +198,11 @@ class TabletQueries:
             return await _of_first_rows(found.version, result, found.found.first_rows)
         # The search through an index may have ended before it found enough.
         open_again()
-        plan = replace(bound.plan, stored_rows=True)
-        async with open_complete_view(self.tables, self.registry, query, plan, peer, unshared, scan_id=scan_id) as view:
+        async with open_complete_view(
+            self.tables, self.registry, query, bound.plan, peer, unshared, scan_id=scan_id
+        ) as view:
             await opened(view.version)
-            top = TopNCollector(bound.result, view.definition)
+            top = collector_of(bound.result, bound.plan, view.definition)
             await view.read(top)
             result = worker_pb2.QueriedResult(log_offsets=view.log_offsets, rows_scanned=view.rows_scanned)
         return await _of_first_rows(view.version, result, top.first_rows)

@@ -9,7 +9,7 @@ import pytest
 
 from scankv.model.expressions import col
 from scankv.model.expressions.wire import to_proto
-from scankv.v1 import lookup_pb2, table_pb2, write_pb2
+from scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire
 
@@ -60,10 +60,14 @@ CASES: dict[str, tuple[dict[str, Any], Predicate | None, bool]] = {
 
 @pytest.mark.parametrize("n", [1, 37])
 @pytest.mark.parametrize("case", CASES)
-def test_the_rows_are_those_of_a_sort_and_few_are_read(table: tuple[Wire, str], case: str, n: int) -> None:
+@pytest.mark.parametrize("columns", [("team", "id", "score"), ("score",)], ids=",".join)
+def test_the_rows_are_those_of_a_sort_and_few_are_read(
+    table: tuple[Wire, str], case: str, n: int, columns: tuple[str, ...]
+) -> None:
     (wire, name), (question, where, is_key_order) = table, CASES[case]
     for ascending in [question["ascending"]] if "ascending" in question else [False, True]:
         asked: dict[str, Any] = {"table": name, "n": n} | question | {"ascending": ascending}
+        asked["columns"] = scan_pb2.ColumnNames(names=columns)
         response = wire.lookups.TopN(lookup_pb2.TopNRequest(where=None if where is None else to_proto(where), **asked))
         found = pa.ipc.open_stream(response.rows).read_all().to_pylist()
         kept = [row for row in ROWS if where is None or is_true(case, row)]
@@ -72,12 +76,23 @@ def test_the_rows_are_those_of_a_sort_and_few_are_read(table: tuple[Wire, str], 
         if asked.get("with_ties"):
             last = expected[-1][asked["by"]]
             expected += [row for row in ordered[n:] if row[asked["by"]] == last]
-        assert found == expected
+        assert found == [{name: row[name] for name in columns} for row in expected]
         assert (response.rows_scanned <= n + 4 * 512) if is_key_order else (response.rows_scanned >= n)
         explained = wire.lookups.ExplainTopN(
             lookup_pb2.ExplainTopNRequest(where=None if where is None else to_proto(where), **asked)
         )
         assert (explained.limit, explained.reverse) == (n, not ascending)
+        if is_key_order:
+            # The rows come in order, so they are decoded as they are read.
+            assert {*columns} <= {*explained.columns_read}
+
+
+def test_no_row_has_the_columns_of_the_others(table: tuple[Wire, str]) -> None:
+    wire, name = table
+    where, columns = to_proto(col("team") == TEAMS), scan_pb2.ColumnNames(names=["score"])
+    response = wire.lookups.TopN(lookup_pb2.TopNRequest(table=name, by="id", n=5, where=where, columns=columns))
+    found = pa.ipc.open_stream(response.rows).read_all()
+    assert (found.num_rows, found.schema.names) == (0, ["score"])
 
 
 def is_true(case: str, row: dict[str, int]) -> bool:
