@@ -121,7 +121,7 @@ def top_by_key(bench: Bench) -> Result:
         against="by an index",
         unit="ratio",
         spread=measure_top_by_key(bench.directory, bench.rows, 2 * bench.runs),
-        at_most=1.5,
+        at_most=1.1,
     )
     return Result(figures=[figure])
 
