@@ -466,11 +466,6 @@ class ScanStream:
         return transport.open_scan(request, window, trace)
 
     @property
-    def _continues_reads(self) -> bool:
-        """Whether the next read continues a cancelled one."""
-        return True
-
-    @property
     def _can_be_divided(self) -> bool:
         """Whether the owners of tablets send their rows directly if the table has tablets."""
         spec = self._progress.spec
@@ -575,13 +570,6 @@ class ScanStream:
         try:
             yield
         except asyncio.CancelledError:
-            if not self._continues_reads:
-                self._end(
-                    UsageError(
-                        "a read of the scan was cancelled while it read published files, which ended it; start it "
-                        "again, or continue with its resume_token"
-                    )
-                )
             raise
         except BaseException as error:
             self._end(error)

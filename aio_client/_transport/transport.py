@@ -20,6 +20,7 @@ from aio_client._transport.authorization import authorization_of
 from aio_client._transport.call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
 from aio_client._transport.call_traces import trace_call
 from aio_client._transport.channel import channel_options
+from aio_client._transport.continued_step import ContinuedStep
 from aio_client._transport.framing import ScanMessage
 from aio_client._transport.owner import ClientOwner
 from aio_client._transport.patient_timeout import PatientTimeout
@@ -671,8 +672,8 @@ class StreamCall(Generic[_Response]):
         self._was_accepted = False
         self._message_type = message_type
         self._loop = asyncio.get_running_loop()
-        # The wait for the next message, which a cancelled read leaves to the read after it. Holds only gRPC's object.
-        self._next: asyncio.Task[Any] | None = None
+        # gRPC cancels the call if a coroutine that reads from it is cancelled. Holds only gRPC's object.
+        self._next: ContinuedStep[Any] = ContinuedStep()
 
     def __del__(self) -> None:
         if hasattr(self, "_loop"):
@@ -718,10 +719,6 @@ class StreamCall(Generic[_Response]):
                     address=self._transport.address,
                 ) from error
             raise self._transport.error_from(error, self._services, timeout or 0) from None
-        except asyncio.CancelledError:
-            if not _task_is_cancelled():
-                raise UsageError("the scan was closed while it was being read") from None
-            raise
         if message is _NOTHING:
             if (timeout or 0) >= self._transport.config.min_silence:
                 self._transport.replace(self._services)
@@ -735,26 +732,17 @@ class StreamCall(Generic[_Response]):
 
     async def _read(self) -> Any:  # noqa: ANN401  # a message, or gRPC's marker of the end
         try:
-            message = await self._read_once()
+            message = await self._next.wait(lambda: _read_from(self._call))
         except grpc.aio.AioRpcError as error:
             if self._restart is None or not await self._transport.renew_token(error, self._metadata):
                 raise
             start, self._restart = self._restart, None
             self._metadata = self._transport.call_metadata()
             self._call = start(self._metadata)
-            message = await self._read_once()
+            message = await self._next.wait(lambda: _read_from(self._call))
         self._restart = None
         self._was_accepted = True
         return message
-
-    async def _read_once(self) -> Any:  # noqa: ANN401  # as `_read`
-        if self._next is None:
-            # gRPC cancels the call if a coroutine that reads from it is cancelled.
-            self._next = self._loop.create_task(_read_from(self._call))
-        if not self._next.done():
-            await _wait_for_task(self._next)
-        read, self._next = self._next, None
-        return read.result()
 
     def cancel(self) -> None:
         """Ends the call, so that the server frees what it holds for it. Idempotent."""
@@ -811,20 +799,6 @@ async def _wait_for_end(call: grpc.aio.Call) -> None:
 
 async def _read_from(call: grpc.aio.UnaryStreamCall[Any, _Response]) -> Any:  # noqa: ANN401  # as `StreamCall._read`
     return await call.read()
-
-
-async def _wait_for_task(task: asyncio.Task[Any]) -> None:
-    """Waits until a task has ended, and does not cancel it when the wait is cancelled."""
-    ended = asyncio.get_running_loop().create_future()
-
-    def end(_: object) -> None:
-        if not task.cancelled():
-            task.exception()  # Marks it as retrieved, if no later read follows.
-        if not ended.done():
-            ended.set_result(None)
-
-    task.add_done_callback(end)
-    await ended
 
 
 def _task_is_cancelled() -> bool:

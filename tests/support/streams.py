@@ -1,13 +1,16 @@
-"""Readers of streams: one that reads all rows, and one that is cancelled while it waits for them."""
+"""Readers of streams: one that reads all rows, and others that are cancelled while they wait for them."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from aio_client import ScanStream
 
 
@@ -25,3 +28,22 @@ async def cancel_reading(stream: ScanStream) -> None:
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
+
+
+async def read_between_cancellations(stream: ScanStream) -> tuple[list[pa.RecordBatch], int]:
+    """Returns all rows of a stream whose reads are cancelled all the time, and how many were cancelled."""
+    batches: list[pa.RecordBatch] = []
+    cancelled, turns = 0, random.Random(7)
+    while True:
+        read = asyncio.ensure_future(anext(stream, None))
+        # At whatever it waits for, from the opening of the call to the end of the stream.
+        for _ in range(turns.randrange(12)):
+            await asyncio.sleep(0)
+        read.cancel()
+        await asyncio.wait({read})
+        if read.cancelled():
+            cancelled += 1
+        elif (rows := read.result()) is None:
+            return batches, cancelled
+        else:
+            batches.append(rows)

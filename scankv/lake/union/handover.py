@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from aio_client import StartFrom
 from aio_client._client.table import open_table
 from aio_client._scan.stream import ScanStats, ScanStream
+from aio_client._transport.continued_step import ContinuedStep
 from aio_client._transport.repeatable_calls import commit_position
 from scankv.lake.union.changes_plan import plan_changes
 from scankv.lake.union.file_token import FileToken, query_of
@@ -58,7 +59,9 @@ class HandoverStream(ScanStream):
         super().__init__(transport, _of_log(spec), table)
         self._lake_spec = spec
         self._is_planned = False
+        self._planning: ContinuedStep[_StartInFiles | None] = ContinuedStep()
         self._rows: Iterator[tuple[pa.RecordBatch, bytes]] | None = None
+        self._next: ContinuedStep[tuple[pa.RecordBatch, bytes] | None] = ContinuedStep()
         self._file_token = spec.resume_token
         self._is_in_files = True
         self._is_from_lake = False
@@ -121,14 +124,11 @@ class HandoverStream(ScanStream):
             chunks=found.chunks + read.batches,
         )
 
-    @property
-    def _continues_reads(self) -> bool:
-        return not self._is_in_files
-
     async def _next_rows(self) -> pa.RecordBatch | None:
         await self._plan()
-        if self._rows is not None and self._is_in_files and self._ended is None:
-            found = await asyncio.to_thread(next, self._rows, None)
+        rows_of_files = self._rows
+        if rows_of_files is not None and self._is_in_files and self._ended is None:
+            found = await self._next.wait(lambda: asyncio.to_thread(next, rows_of_files, None))
             if found is not None:
                 rows, self._file_token = found
                 self._read.add(rows)
@@ -146,64 +146,22 @@ class HandoverStream(ScanStream):
         super()._end(failure)
         if isinstance(failure, ScanKvError):
             failure.resume_token = token
+        self._planning.cancel()
+        self._next.cancel()
 
     async def _plan(self) -> None:
         if self._is_planned:
             return
+        start = await self._planning.wait(lambda: _plan_start(self._transport, self._lake_spec))
         self._is_planned = True
-        spec = self._lake_spec
-        consumer_id = None if spec.log is None else spec.log.consumer_id
-        if consumer_id is not None:
-            await self._plan_consumer(consumer_id)
-        else:
-            at = None if spec.resume_token is None else FileToken.of_bytes(spec.resume_token, spec)
-            self._begin(await plan_changes(self._transport, spec, at), at)
-
-    async def _plan_consumer(self, consumer_id: str) -> None:
-        """Takes over the consumer, and continues at the position that it has then."""
-        spec, known = self._lake_spec, await self._find_consumer(consumer_id)
-        while known is None or known.phase == "rows":
-            token = None if known is None else known.rows_position
-            at = None if token is None else FileToken.of_bytes(token, spec)
-            plan = await self._plan_for_consumer(consumer_id, at)
-            fence = await self._take_over(plan)
-            # Until it was taken over, the reader before could commit more.
-            known = await self._find_consumer(consumer_id)
-            if known is None or (known.phase, known.rows_position) == ("rows", token):
-                self._file_token = token
-                self._committed = None if at is None else (at.file, at.row)
-                self._begin(plan, at, fence)
-                return
-        self._is_in_files = False
-
-    async def _plan_for_consumer(self, consumer_id: str, at: FileToken | None) -> ChangesPlan:
-        try:
-            return await plan_changes(self._transport, self._lake_spec, at)
-        except LakeVersionNotFound as error:
-            if at is None:
-                raise
-            raise LakeVersionNotFound(
-                f"the consumer {consumer_id} was interrupted within the files of a version that it cannot continue "
-                f"with: delete it, so that it begins again ({error.message})",
-                table=self._lake_spec.table,
-            ) from error
-
-    def _begin(self, plan: ChangesPlan, at: FileToken | None, fence: int = 0) -> None:
-        self._progress = plan.after.followed_later(plan.spec, fence)
+        if start is None:
+            self._is_in_files = False
+            return
+        self._file_token = start.token
+        self._committed = start.committed
+        self._progress = start.plan.after.followed_later(start.plan.spec, start.fence)
         self._is_from_lake = True
-        self._rows = _rows_of(plan, at, self._most_files)
-
-    async def _find_consumer(self, consumer_id: str) -> Consumer | None:
-        """Returns what the server knows of a consumer."""
-        table = await open_table(self._transport, self._lake_spec.table)
-        return next(iter(await table.consumers(consumer_id)), None)
-
-    async def _take_over(self, plan: ChangesPlan) -> int:
-        """Takes over the consumer, or creates it, and returns its fence. It then holds the later changes."""
-        assert plan.spec.log is not None
-        log = replace(plan.spec.log, start=StartFrom.offsets(plan.version.state.log_offsets), rows_elsewhere=True)
-        async with ScanStream(self._transport, replace(plan.spec, log=log)) as stream:
-            return stream._progress.fence
+        self._rows = _rows_of(start.plan, start.at, self._most_files)
 
 
 class FilesStream(HandoverStream):
@@ -222,6 +180,83 @@ class FilesStream(HandoverStream):
 
     async def _next_after_files(self) -> None:
         self._end(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StartInFiles:
+    """Where a stream begins within the files of a version. Immutable.
+
+    Attributes:
+        plan: The plan of the stream.
+        token: The token that continues there. None: the stream begins with the first row.
+        at: The position of the token.
+        committed: The file and the row up to which its consumer has committed. None: nothing.
+        fence: The fence of its consumer. 0: it has none.
+    """
+
+    plan: ChangesPlan
+    token: bytes | None
+    at: FileToken | None
+    committed: tuple[int, int] | None = None
+    fence: int = 0
+
+
+async def _plan_start(transport: Transport, spec: ScanSpec) -> _StartInFiles | None:
+    """Plans a stream. None: its consumer has read the files. Raises the errors of `plan_changes`."""
+    consumer_id = None if spec.log is None else spec.log.consumer_id
+    if consumer_id is not None:
+        return await _plan_consumer(transport, spec, consumer_id)
+    at = _position_of(spec.resume_token, spec)
+    return _StartInFiles(plan=await plan_changes(transport, spec, at), token=spec.resume_token, at=at)
+
+
+async def _plan_consumer(transport: Transport, spec: ScanSpec, consumer_id: str) -> _StartInFiles | None:
+    """Takes over the consumer, and continues at the position that it has then."""
+    known = await _find_consumer(transport, spec, consumer_id)
+    while known is None or known.phase == "rows":
+        token = None if known is None else known.rows_position
+        at = _position_of(token, spec)
+        plan = await _plan_for_consumer(transport, spec, consumer_id, at)
+        fence = await _take_over(transport, plan)
+        # Until it was taken over, the reader before could commit more.
+        known = await _find_consumer(transport, spec, consumer_id)
+        if known is None or (known.phase, known.rows_position) == ("rows", token):
+            committed = None if at is None else (at.file, at.row)
+            return _StartInFiles(plan=plan, token=token, at=at, committed=committed, fence=fence)
+    return None
+
+
+async def _plan_for_consumer(
+    transport: Transport, spec: ScanSpec, consumer_id: str, at: FileToken | None
+) -> ChangesPlan:
+    try:
+        return await plan_changes(transport, spec, at)
+    except LakeVersionNotFound as error:
+        if at is None:
+            raise
+        raise LakeVersionNotFound(
+            f"the consumer {consumer_id} was interrupted within the files of a version that it cannot continue with: "
+            f"delete it, so that it begins again ({error.message})",
+            table=spec.table,
+        ) from error
+
+
+async def _find_consumer(transport: Transport, spec: ScanSpec, consumer_id: str) -> Consumer | None:
+    """Returns what the server knows of a consumer."""
+    table = await open_table(transport, spec.table)
+    return next(iter(await table.consumers(consumer_id)), None)
+
+
+async def _take_over(transport: Transport, plan: ChangesPlan) -> int:
+    """Takes over the consumer, or creates it, and returns its fence. It then holds the later changes."""
+    assert plan.spec.log is not None
+    log = replace(plan.spec.log, start=StartFrom.offsets(plan.version.state.log_offsets), rows_elsewhere=True)
+    async with ScanStream(transport, replace(plan.spec, log=log)) as stream:
+        return stream._progress.fence
+
+
+def _position_of(token: bytes | None, spec: ScanSpec) -> FileToken | None:
+    return None if token is None else FileToken.of_bytes(token, spec)
 
 
 class _ReadFromFiles:

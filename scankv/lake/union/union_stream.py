@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
 from aio_client._scan.progress import ScanProgress
 from aio_client._scan.stream import ScanStats, ScanStream
+from aio_client._transport.continued_step import ContinuedStep
 from scankv.lake.union.plan import ServerAloneError, plan_union
 from scankv.model.expressions.evaluation import evaluate
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from scankv.lake.union.plan import UnionPlan
     from scankv.model.scans.scan_spec import ScanSpec
 
+_BatchOfBucket: TypeAlias = tuple[int, pa.RecordBatch]
 _CHUNK_ROWS: Final = 65_536
 
 
@@ -42,7 +44,9 @@ class UnionStream(ScanStream):
         self._lake_spec = spec
         self._is_planned = False
         self._fallback: str | None = None
-        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._planning: ContinuedStep[UnionPlan] = ContinuedStep()
+        self._batches: Iterator[_BatchOfBucket] | None = None
+        self._next: ContinuedStep[_BatchOfBucket | None] = ContinuedStep()
         self._emitted = _Emitted()
 
     async def __aenter__(self) -> Self:
@@ -79,34 +83,40 @@ class UnionStream(ScanStream):
         emitted = self._emitted
         return replace(found, rows_returned=emitted.rows, bytes_returned=emitted.bytes, chunks=emitted.batches)
 
-    @property
-    def _continues_reads(self) -> bool:
-        return self._fallback is not None
-
     async def _next_rows(self) -> pa.RecordBatch | None:
         await self._plan()
-        if self._batches is None:
+        batches = self._batches
+        if batches is None:
             return await super()._next_rows()
         if self._ended is not None:
             return None
-        rows = await asyncio.to_thread(next, self._batches, None)
-        if rows is None:
+        found = await self._next.wait(lambda: asyncio.to_thread(next, batches, None))
+        if found is None:
             self._end(None)
-        return rows
+            return None
+        self._emitted.add(*found)
+        return found[1]
+
+    def _end(self, failure: BaseException | None) -> None:
+        super()._end(failure)
+        self._planning.cancel()
+        self._next.cancel()
 
     async def _plan(self) -> None:
         if self._is_planned:
             return
-        self._is_planned = True
-        self._started = time.monotonic()
+        if self._started is None:
+            self._started = time.monotonic()
         try:
-            plan = await plan_union(self._transport, self._lake_spec)
+            plan = await self._planning.wait(lambda: plan_union(self._transport, self._lake_spec))
         except ServerAloneError as error:
+            self._is_planned = True
             self._fallback = str(error)
             self._progress = ScanProgress(self._alone)
             return
+        self._is_planned = True
         self._progress = plan.progress
-        self._batches = _rows_of(plan, self._emitted)
+        self._batches = _rows_of(plan)
 
 
 class _Emitted:
@@ -116,9 +126,16 @@ class _Emitted:
         self.bucket: int | None = None
         self.rows = self.bytes = self.batches = 0
 
+    def add(self, bucket: int, rows: pa.RecordBatch) -> None:
+        """Counts a batch."""
+        self.bucket = bucket
+        self.rows += rows.num_rows
+        self.bytes += rows.nbytes
+        self.batches += 1
 
-def _rows_of(plan: UnionPlan, emitted: _Emitted) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a union read, and keeps count. Blocks."""
+
+def _rows_of(plan: UnionPlan) -> Iterator[_BatchOfBucket]:
+    """Yields the batches of a union read. Blocks."""
     left = plan.spec.limit
     for bucket, rows in _all_rows(plan):
         size = plan.spec.chunk_rows or _CHUNK_ROWS
@@ -129,14 +146,10 @@ def _rows_of(plan: UnionPlan, emitted: _Emitted) -> Iterator[pa.RecordBatch]:
                 left -= batch.num_rows
             if not batch.num_rows:
                 return
-            emitted.bucket = bucket
-            emitted.rows += batch.num_rows
-            emitted.bytes += batch.nbytes
-            emitted.batches += 1
-            yield batch
+            yield bucket, batch
 
 
-def _all_rows(plan: UnionPlan) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _all_rows(plan: UnionPlan) -> Iterator[_BatchOfBucket]:
     """Yields the bucket and the rows of each file, and after the files of a bucket its fresh rows."""
     needed = [*plan.schema.names, *(() if plan.where is None else plan.where.columns)]
     keys = plan.spec.key_range

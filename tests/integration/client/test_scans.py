@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import random
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from aio_client import (
     UsageError,
     connect,
 )
+from tests.support.streams import read_between_cancellations
 from tests.support.waiting import await_until
 from tests.support.workers import freeze
 
@@ -75,21 +75,8 @@ async def test_every_row_comes_once(table: Table) -> None:
 async def test_reads_that_are_cancelled_lose_no_row_and_return_none_twice(table: Table, kind: str) -> None:
     scan = table.scan().with_chunk(rows=500)
     stream = {"ordered": scan.ordered(), "unordered": scan.unordered()}.get(kind, scan).stream()
-    keys: list[int] = []
-    cancelled, turns, ended = 0, random.Random(7), False
-    while not ended:
-        read = asyncio.ensure_future(anext(stream, None))
-        # At whatever it waits for, from the opening of the call to the end of the stream.
-        for _ in range(turns.randrange(12)):
-            await asyncio.sleep(0)
-        read.cancel()
-        await asyncio.wait({read})
-        if read.cancelled():
-            cancelled += 1
-        elif (rows := read.result()) is None:
-            ended = True
-        else:
-            keys += rows.column("k").to_pylist()
+    batches, cancelled = await read_between_cancellations(stream)
+    keys = [key for rows in batches for key in rows.column("k").to_pylist()]
     assert sorted(keys) == list(range(ROWS))
     assert cancelled > 100
 

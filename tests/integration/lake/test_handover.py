@@ -30,6 +30,7 @@ from scankv.lake.publisher import PublishOptions, publish
 from scankv.lake.union import handover
 from scankv.lake.union.changes_plan import plan_changes
 from tests.support.server_process import ServerProcess
+from tests.support.streams import read_between_cancellations
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
@@ -319,6 +320,22 @@ async def test_a_consumer_survives_the_server_within_the_files(server: ServerPro
         assert state == await live(table.scan())
         with pytest.raises(InvalidRequest, match="rows_elsewhere is set without consumer_id and offsets"):
             await of_raw_log(table, rows_elsewhere=True)
+
+
+@pytest.mark.parametrize("consumer_id", [None, "etl"])
+async def test_reads_that_are_cancelled_lose_no_change_and_return_none_twice(
+    client: Client, name: str, uri: str, consumer_id: str | None
+) -> None:
+    table = await make(client, name, uri)
+    scan = table.changes(StartFrom.lake(uri), StopAt.LATEST, consumer_id=consumer_id).with_chunk(rows=5)
+    batches, cancelled = await read_between_cancellations(stream := scan.stream())
+    assert cancelled > 50
+    assert stream.resumptions == ()
+    changes = pa.Table.from_batches(batches)
+    assert changes.num_rows == 200 + 20 + 2 + 5
+    state: dict[int, dict[str, Any]] = {}
+    apply(state, changes)
+    assert state == await live(table.scan())
 
 
 async def test_a_consumer_within_the_files_of_an_expired_version_is_an_error(

@@ -18,6 +18,7 @@ from scankv.lake.formats import FORMATS, open_lake_table
 from scankv.lake.publisher import PublishOptions, publish
 from tests.integration.lake.test_publish import SCORES, SMALL, create, rows_of
 from tests.support.lake_readers import sorted_rows
+from tests.support.streams import cancel_reading, read_between_cancellations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,6 +73,39 @@ async def test_changes_after_the_published_version_are_read_from_the_server(
     await table.upsert(rows_of(range(140, 160), score=9))
     await table.delete([0, 149])
     await compare(table, table.scan(), uri)
+
+
+async def test_reads_that_are_cancelled_lose_no_row_and_return_none_twice(client: Client, name: str, uri: str) -> None:
+    table = await create(client, name)
+    await publish_to(client, name, uri, VECTORS)
+    await change(table)
+    stream = table.scan().read_path("lake", uri).with_chunk(rows=20).stream()
+    batches, cancelled = await read_between_cancellations(stream)
+    assert cancelled > 50
+    assert stream.lake_fallback is None
+    assert stream.stats().rows_returned == 1010
+    expected = await table.scan().to_arrow()
+    assert sorted_rows(pa.Table.from_batches(batches), ["player"]) == sorted_rows(expected, ["player"])
+
+
+async def test_a_stream_that_is_closed_or_dropped_while_it_is_planned_leaves_no_task(
+    client: Client, name: str, uri: str
+) -> None:
+    table = await create(client, name)
+    await publish_to(client, name, uri)
+    before = asyncio.all_tasks()
+    stream = table.scan().read_path("lake", uri).stream()
+    reading = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    await stream.aclose()
+    with pytest.raises(UsageError, match="the scan was closed while it was being read"):
+        await reading
+    stream = table.scan().read_path("lake", uri).stream()
+    await cancel_reading(stream)
+    left = asyncio.all_tasks() - before
+    assert left
+    del stream
+    await asyncio.wait_for(asyncio.wait(left), 60)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
