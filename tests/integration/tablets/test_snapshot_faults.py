@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
 from aio_client import SnapshotLost, Unavailable, sync
@@ -112,6 +113,34 @@ def test_a_pin_during_which_a_worker_is_killed_takes_one_snapshot_of_one_instant
     assert [(each.id, each.name) for each in client.snapshots(table.name)] == [(snapshot.id, "nightly")]
     snapshot.release()
     assert client.snapshots(table.name) == []
+
+
+@pytest.mark.represented_by("1-2")
+@pytest.mark.parametrize("killed", [OWNER, OTHER])
+def test_a_pin_of_several_tables_during_which_a_worker_is_killed_is_of_one_instant(
+    server: ServerProcess, client: sync.Client, table: sync.Table, killed: int
+) -> None:
+    day = pa.schema([("k", pa.int64()), ("day", pa.int64())])
+    (name,) = names_of_workers(WORKERS, f"days{killed}")[OTHER]
+    days = client.create_table(name, day, primary_key=["day", "k"], bucket_key=["k"], partition_by=["day"], buckets=2)
+    days.upsert([{"k": k, "day": k % 3} for k in range(ROWS)])
+    with running(lambda: client.snapshot([table.name, days.name], ttl=600)) as pinning:
+        with freeze(processes_of(server)[OTHER]):
+            wait_until(lambda: is_being_pinned(server, table), "the owner pins its tablets")
+            assert not pinning.done()
+            kill_worker(server, killed)
+        snapshots = pinning.result(SECONDS)
+    wait_for_worker(server, killed)
+    with client.transaction() as transaction:
+        transaction.upsert(table, rows_of(100, "later"))
+        transaction.upsert(days, [{"k": k, "day": 3} for k in range(100)])
+    days.drop_partition({"day": 0})
+    for each in (table, days):
+        assert each.scan().as_of(snapshots.table(each.name)).to_arrow().num_rows == ROWS
+        assert snapshots.table(each.name).id in [one.id for one in client.snapshots(each.name)]
+    snapshots.release()
+    # The answer of an attempt that was lost has leases that end by themselves.
+    assert all(one.ttl <= SECONDS for each in (table, days) for one in client.snapshots(each.name))
 
 
 @pytest.mark.parametrize("killed", [OWNER, OTHER])
