@@ -128,6 +128,7 @@ from scankv.model.tables import agg
 
 if TYPE_CHECKING:
     from aio_client import sync
+    from aio_client._integrations.arrow_dataset import TableDataset
     from aio_client._sql.explanation import SqlExplanation
     from aio_client._sql.query import SqlQuery
     from aio_client._sql.result import SqlResult
@@ -222,6 +223,7 @@ __all__ = [
     "StopAt",
     "Table",
     "TableBases",
+    "TableDataset",
     "TableExists",
     "TableNotFound",
     "TableRecreated",
@@ -266,7 +268,10 @@ __all__ = [
     "sync",
 ]
 
-_ON_USE: Final = dict.fromkeys(("SqlExplanation", "SqlQuery", "SqlResult"), "aio_client._sql.query")
+_ON_USE: Final = {
+    **dict.fromkeys(("SqlExplanation", "SqlQuery", "SqlResult"), "aio_client._sql.query"),
+    "TableDataset": "aio_client._integrations.arrow_dataset",
+}
 """The names that few programs use, and their modules."""
 
 set_public_module("scankv", globals(), set(__all__) - {"sync", *_ON_USE})

@@ -12,6 +12,7 @@ import pyarrow.dataset
 from aio_client._input.arguments import names_of
 from scankv.model.errors import SchemaMismatch, UsageError, did_you_mean
 from scankv.model.expressions import Predicate, all_of, bind, conjuncts, convert_arrow
+from scankv.model.public_names import set_public_module
 
 if TYPE_CHECKING:
     from builtins import object as Dataset  # pyarrow has no types
@@ -264,3 +265,6 @@ def _projected(columns: Columns, schema: pa.Schema) -> pa.Schema:
         if name not in schema.names:
             raise SchemaMismatch(f'"{name}" is not a column{did_you_mean(name, schema.names)}', column=name)
     return pa.schema([schema.field(name) for name in columns])
+
+
+set_public_module("scankv", globals(), ["TableDataset"])

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 MODULES: Final = ("scankv", "scankv.sync", "scankv.mirror", "scankv.spark", "scankv.testing", "scankv.model.tables.agg")
-FOREIGN: Final = {"builtins", "typing", "enum", "abc", "collections.abc", "pyspark.sql.datasource"}
+FOREIGN: Final = {"builtins", "typing", "enum", "abc", "collections.abc"} | {
+    "pyarrow._dataset",
+    "pyspark.sql.datasource",
+}
 
 # Units other than seconds are in no name.
 UNITS: Final = {"millis", "milliseconds", "micros", "microseconds", "nanos", "nanoseconds", "ms"} | {
@@ -161,10 +164,12 @@ def _is_called_by_us(class_: type) -> bool:
 
 
 def public_members(class_: type) -> Iterator[tuple[str, object]]:
-    """Yields the public members that we have defined, and the constructor, if it is for users."""
+    """Yields the public members that we have named, and the constructor, if it is for users."""
+    given = {name for base in class_.__mro__ if base.__module__ in FOREIGN for name in vars(base)}
     for base in class_.__mro__:
         if base.__module__ not in FOREIGN:
-            yield from ((name, member) for name, member in vars(base).items() if not name.startswith("_"))
+            found = vars(base).items()
+            yield from ((name, member) for name, member in found if not name.startswith("_") and name not in given)
 
 
 def names_of_class(class_: type) -> Iterator[PublicName]:
