@@ -26,6 +26,7 @@ from aio_client import (
     WriteConflict,
 )
 from aio_client.sync import connect
+from tests.model.checker import statements
 from tests.model.checker.disk import draw_cut
 from tests.model.checker.disturbances import DISTURBANCES
 from tests.model.checker.drawing import KEYED, KEYS, table_of
@@ -100,23 +101,35 @@ class _CountingClient:
             self.error = error
 
     def read(self, threads: list[threading.Thread], *, forgives: bool) -> None:
-        """Reads the counters of each table while threads run, and once after that."""
+        """Reads the counters while threads run, and once after that: those of each table, or all of them in SQL."""
         is_last = False
+        every = [[*self.tables]] if statements.are_asked(self.asked) else [[name] for name in self.tables]
         try:
             while not is_last and len(self.seen) < _MOST_READS:
                 is_last = not any(thread.is_alive() for thread in threads)
-                for name, (table, column) in self.tables.items():
+                for names in every:
                     begun = time.monotonic()
                     try:
-                        rows = by_key(table.scan().with_chunk(rows=1).to_pylist())
+                        found = self._counters(names)
                     except (ConnectionFailed, ServerRefused):
                         if not forgives:
                             raise
                         continue
-                    values = {(name, key): rows.get(key, {}).get(column) or 0 for key in self.asked["keys"]}
+                    values = {(name, key): found[name].get(key) or 0 for name in names for key in self.asked["keys"]}
                     self.seen.append(_Seen(values, begun, time.monotonic(), is_write=False))
         except BaseException as error:  # raised in the thread of the checker
             self.error = error
+
+    def _counters(self, names: list[str]) -> dict[str, dict[int, int | None]]:
+        """Returns the counters of some tables by table and key."""
+        if statements.are_asked(self.asked):
+            return statements.counters(self.client, {name: self.tables[name][1] for name in names})
+        found = dict[str, dict[int, int | None]]()
+        for name in names:
+            table, column = self.tables[name]
+            rows = by_key(table.scan().with_chunk(rows=1).to_pylist())
+            found[name] = {key: row.get(column) for key, row in rows.items()}
+        return found
 
     def _count_all(self, way: str) -> dict[_Counter, int] | None:
         """Counts in all tables at one instant. Returns the values, None if another client was faster."""

@@ -34,5 +34,21 @@ FAULTS_OF_CLIENTS: Final = (
         edits=(("lock_mutexes(buckets):", "lock_mutexes([]):"),),
         has_script=True,
     ),
+    SeededFault(
+        name="queries_of_several_instants",
+        breaks="a query in SQL reads all of its tables as of one instant",
+        file="aio_client/_sql/query.py",
+        edits=(
+            (
+                "            group = await pins.enter_async_context("
+                "self._client.snapshot([*tables], ttl=_PIN_SECONDS))\n"
+                "            pinned = {name: group.table(name) for name in tables}\n",
+                "            pinned = {\n"
+                "                name: await pins.enter_async_context(table.snapshot(ttl=_PIN_SECONDS))\n"
+                "                for name, table in tables.items()\n            }\n",
+            ),
+        ),
+        has_script=True,
+    ),
 )
 """Faults that only clients which write and read at once see."""

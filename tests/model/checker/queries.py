@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import SnapshotLost
+from tests.model.checker import statements
 from tests.model.checker.drawing import EVERY_KIND, KEYS, table_of
 from tests.model.checker.model import KEY, ModelView, Shown, exact, order_of
 from tests.model.checker.operation import Arguments, define
@@ -186,10 +187,15 @@ def _aggregate(world: CheckerWorld, arguments: Arguments) -> None:
     kinds = {column.name: column.kind for column in view.columns}
     if any(kinds[name] in _WITHOUT_SUMS and _SUMS & {*each} for name, each in functions.items()):
         return
-    opened, where = world.table(table.name), predicate_of(arguments)
+    compared = [*groups, *(name for name, each in functions.items() if {"min", "max"} & {*each})]
     try:
-        found = opened.aggregate(functions, where, group_by=groups, as_of=snapshot).to_pylist()
-        counted = opened.count(where, as_of=snapshot)
+        if statements.can_be_asked(view, arguments, compared):
+            found = statements.aggregate(world.client, table.name, arguments["where"], functions, groups)
+            counted = statements.count(world.client, table.name, arguments["where"])
+        else:
+            opened, where = world.table(table.name), predicate_of(arguments)
+            found = opened.aggregate(functions, where, group_by=groups, as_of=snapshot).to_pylist()
+            counted = opened.count(where, as_of=snapshot)
     except SnapshotLost:
         _lose(world, arguments)
         return
@@ -246,7 +252,12 @@ def _top_n(world: CheckerWorld, arguments: Arguments) -> None:
     options = {"descending": arguments["descending"], "ties": arguments["ties"]}
     opened = world.table(table.name)
     try:
-        found = opened.top_n(n, by, predicate_of(arguments), as_of=snapshot, **options).to_pylist()
+        if arguments["ties"] == "key" and statements.can_be_asked(view, arguments, [by]):
+            key, ends = list(opened.primary_key), " desc" if arguments["descending"] else ""
+            where = arguments["where"]
+            found = statements.top_n(world.client, table.name, where, by, n, key=key, ends=ends)
+        else:
+            found = opened.top_n(n, by, predicate_of(arguments), as_of=snapshot, **options).to_pylist()
     except SnapshotLost:
         _lose(world, arguments)
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from aio_client import InvalidRequest, col
+from tests.model.checker import statements
 from tests.model.checker.drawing import EVERY_KIND, KEYED, KINDS, keys_of, rows_of, table_of, value_of
 from tests.model.checker.model import KEY
 from tests.model.checker.operation import Arguments, define
@@ -99,8 +100,12 @@ def _delete_where(world: CheckerWorld, arguments: Arguments) -> None:
     keys = table.matching(arguments["column"], arguments["below"])
     table.delete(keys)
     table.settle(table.matching_expired(arguments["column"], arguments["below"]))
-    found = world.table(table.name).delete(where=col(arguments["column"]) < arguments["below"])
-    assert found.rows == len(keys), f"deleted {found.rows} rows instead of {len(keys)}"
+    column, below = arguments["column"], arguments["below"]
+    if statements.are_asked(arguments) and isinstance(below, int | str):
+        rows = world.client.sql(f"delete from {table.name} where {column} < ?", [below]).run().rows
+    else:
+        rows = world.table(table.name).delete(where=col(column) < below).rows
+    assert rows == len(keys), f"deleted {rows} rows instead of {len(keys)}"
     world.record("delete_where", table)
     world.check(table.name)
 
