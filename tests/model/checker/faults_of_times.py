@@ -23,7 +23,7 @@ FAULTS_OF_TIMES: Final = (
         name="rows_without_a_time_expire",
         breaks="a row without a time never expires",
         file="streaming_server/storage/rows/row_expiry.py",
-        edits=(("        alive |= (fixed[:, self._valid_at] & self._valid_bit) == 0\n", ""),),
+        edits=(("        if valid is not None:\n            alive |= ~valid\n", ""),),
         has_script=True,
     ),
     SeededFault(
