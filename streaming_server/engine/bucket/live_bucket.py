@@ -7,6 +7,7 @@ import logging
 import time
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scankv.model.errors import DataLoss, ScanKvError, Unavailable
@@ -640,7 +641,7 @@ class LiveBucket:
         self.before = None
         if bucket is not None:
             try:
-                await self._run_opening(bucket.close)
+                await self._run_opening(partial(bucket.close, flush=False))
             except ScanKvError as error:
                 _log.error("closing %s: %s [%s]", self.location, error.message, error.__cause__)
 

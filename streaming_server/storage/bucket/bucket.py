@@ -693,18 +693,23 @@ class Bucket:
         """
         self._store.checkpoint(path)
 
-    def close(self) -> None:
-        """Closes the bucket cleanly, so that the next start continues the epoch. All cursors must have been closed."""
+    def close(self, *, flush: bool = True) -> None:
+        """Closes the bucket cleanly, so that the next start continues the epoch. All cursors must have been closed.
+
+        Without `flush`, few unflushed writes stay in the write-ahead log.
+        """
         try:
             if not self._state.clean and self.is_writable:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
-                # Closing the store syncs it as well. The watermark is up to date unless changes came after a sync.
+                # The watermark is up to date unless changes came after a sync.
                 if self._synced_offset != self._state.log_offset:
                     self.sync(self._state.log_offset)
+                else:
+                    self._store.sync()
         finally:
             self.log.close()
-            self._store.close()
+            self._store.close(flush=flush)
 
     def abandon(self) -> None:
         """Closes a bucket that accepts no writes and has no readers, without writing anything. Idempotent."""

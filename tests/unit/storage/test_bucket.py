@@ -55,6 +55,18 @@ def test_an_unclean_stop_without_changes_begins_no_epoch(path: Path) -> None:
         assert bucket.bucket.state.epoch == 0
 
 
+@pytest.mark.parametrize(("count", "flushes"), [(3, False), (200, True)])
+def test_few_unflushed_changes_stay_in_the_log_of_a_clean_stop(path: Path, count: int, flushes: bool) -> None:
+    players = [f"{number:04}".ljust(5_000) for number in range(count)]
+    offline = OfflineBucket(path, DEFINITION)
+    offline.upsert(*(score(player, 1) for player in players))
+    offline.bucket.close(flush=False)
+    assert bool(list(path.glob("*.sst"))) is flushes
+    with opened(path, DEFINITION) as bucket:
+        assert bucket.bucket.state.epoch == 0
+        assert sorted(check_bucket(bucket)["player"].to_pylist()) == players
+
+
 def test_commit_times_never_decrease_when_the_clock_goes_back(path: Path) -> None:
     machine = FakeClocks()
     with opened(path, DEFINITION, ServerClock(machine)) as bucket:
