@@ -21,7 +21,7 @@ from .summary_tables import summary_table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-FOREIGN = {"builtins", "typing", "enum", "abc"}
+FOREIGN = {"builtins", "typing", "enum", "abc", "pyarrow"}
 ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
@@ -96,7 +96,7 @@ def _members_of(cls: type) -> dict[str, object]:
     """Returns the public members that have a description, in the order of the code, those of bases after them."""
     found: dict[str, object] = {}
     for base in cls.__mro__:
-        if base.__module__ in FOREIGN:
+        if base.__module__.partition(".")[0] in FOREIGN:
             continue
         described = {name for owner, name in _described_in(base.__module__) if owner == base.__name__}
         for name, value in vars(base).items():
