@@ -44,7 +44,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wait_until(lambda: [each for each in client.stats().bases if each.bases == 2], "bases are built")
         client.create_table("a.unused", SCHEMA, primary_key=["k"])
         log = client.create_table("a.log", SCHEMA, primary_key=[], buckets=1)
-        log.append(pa.table({"k": range(10), "v": range(10)}, schema=SCHEMA))
+        # More than a stop leaves in the write-ahead log.
+        log.append(pa.table({"k": range(100_000), "v": range(100_000)}, schema=SCHEMA))
         transaction = client.transaction()
         transaction.upsert(table, [{"k": -1, "v": -1}])
         with client.transaction(id="job:1") as other:
