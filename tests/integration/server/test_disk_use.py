@@ -61,9 +61,9 @@ def test_what_is_told_of_a_table_and_of_the_server_is_what_the_files_take(server
             assert all(holder is not None and size > ROWS * 40 for holder, size in held)
         with client.transaction() as transaction:
             transaction.upsert(table, [{"k": k, "v": os.urandom(5_000).hex()} for k in range(10)])
+            assert client.stats().disk.staging >= 100_000
+            wait_until(lambda: client.stats().disk.total == on_disk(server.data_dir), "compactions to end")
             stats = client.stats()
-            assert stats.disk.staging >= 100_000
-            assert stats.disk.total == on_disk(server.data_dir)
             assert 0 < stats.free_disk_bytes
             assert 0 < stats.open_files < stats.file_limit
     server.stop()

@@ -57,7 +57,7 @@ async def test_a_failure_is_raised_to_the_caller_and_logged_on_request(
     with pytest.raises(LookupError, match="no"):
         await asyncio.shield(tasks.start(fail()))
     await tasks.join()
-    # The collector may find tasks of earlier tests meanwhile, which asyncio logs.
+    # Garbage collection may find pending tasks of earlier tests, which asyncio logs.
     assert [each.message for each in caplog.records if each.name.startswith("streaming_server")] == messages
 
 
